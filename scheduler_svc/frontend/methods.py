@@ -16,7 +16,7 @@ from tandem.v1 import control_pb2, inference_pb2
 from scheduler_svc.door.tenant import ALL_RIGHTS, Right, Rights
 from scheduler_svc.frontend.control import ControlServicer
 from scheduler_svc.frontend.entrance import Entrance
-from scheduler_svc.frontend.readiness import HealthServicer
+from scheduler_svc.frontend.readiness import HealthServicer, Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES, CallLog, Calls, Method, Room
 from scheduler_svc.frontend.rpc.gate import Bound, Gate
@@ -65,7 +65,14 @@ HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 ROOMS = {INFERENCE.name: Room.BULK, CONTROL.name: Room.CONTROL, HEALTH.name: Room.HEALTH}
 # The methods that stream a completion; each of their calls gets a line in the log.
 LOGGED = ("Generate", "Resume")
-MOST_CALLED = "Generate"
+# gRPC has a line of calls for each of these, so that a probe waits behind no others, and an operator behind no
+# requests. It costs the calls of other methods some 3 us for each. When a call costs little: always, or while most are
+# refused.
+QUICK: Mapping[str, Callable[[Readiness], bool]] = {
+    "Generate": lambda readiness: readiness.refuses_most,
+    **dict.fromkeys(("Check", "List", "Watch"), lambda _: True),
+}
+Lines = dict[str, tuple[Any, Callable[[Readiness], bool]]]
 # New requests get the event loop one per turn: each takes about a millisecond without a pause, so if many were ready in
 # one turn, the tokens of every running stream would wait for them. Those that wait hold their messages in memory.
 WAITING = Bound(most=256 << 20, thing="byte of the caller's requests", state="wait to be parsed")
@@ -79,10 +86,10 @@ def add_to_server(
     control: ControlServicer,
     health: HealthServicer,
     log: CallLog,
-) -> dict[str, Any]:
+) -> Lines:
     """Adds the three services. `calls` handles each call, `entrance` lets it in, `log` learns of completions.
 
-    Returns the handlers of the methods that have lines of their own, by `/package.Service/Method`.
+    Returns the methods that have lines of their own, `/package.Service/Method`, with handlers and of QUICK.
     """
     # The other methods admit every call of up to MAX_SMALL_BYTES.
     admit: dict[str, Callable[[], int]] = {
@@ -100,7 +107,7 @@ def add_to_server(
     def sizes() -> Sizes:
         return inference.readiness.sizes
 
-    lines: dict[str, Any] = {}
+    lines: Lines = {}
     for service, servicer in ((INFERENCE, inference), (CONTROL, control), (HEALTH, health)):
         lines |= _add_service(server, calls, entrance, service, servicer, admit, let_in, sizes, log)
     return lines
@@ -121,7 +128,7 @@ def _add_service(
     let_in: Mapping[str, Callable[[], None]],
     sizes: Callable[[], Sizes],
     log: CallLog | None = None,
-) -> dict[str, Any]:
+) -> Lines:
     turns = Gate(Bound(most=1), WAITING, lasts_a_turn=True)
     handlers = {
         method.name: calls.handler(
@@ -141,13 +148,11 @@ def _add_service(
         )
         for method in service.methods
     }
-    lines = {name: handler for name, handler in handlers.items() if service is HEALTH or name == MOST_CALLED}
-    others = {name: handler for name, handler in handlers.items() if name not in lines}
-    # gRPC has a line of calls for each registered method, so that a probe waits behind no others, and an operator
-    # behind no requests. It costs the calls of other methods some 3 us for each.
-    cast(Any, server).add_registered_method_handlers(service.full_name, lines)
+    own = {name: handler for name, handler in handlers.items() if name in QUICK}
+    others = {name: handler for name, handler in handlers.items() if name not in own}
+    cast(Any, server).add_registered_method_handlers(service.full_name, own)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, others),))
-    return {f"/{service.full_name}/{name}": handler for name, handler in lines.items()}
+    return {f"/{service.full_name}/{name}": (handler, QUICK[name]) for name, handler in own.items()}
 
 
 def _scan(scan: Scan, sizes: Callable[[], Sizes], data: bytes) -> None:

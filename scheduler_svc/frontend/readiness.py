@@ -210,6 +210,11 @@ class Readiness:
         self.requests.check(caller().tenant)
         return self.model()
 
+    @property
+    def refuses_most(self) -> bool:
+        """Whether new requests are refused, or counted: the queue is full, or was a moment ago."""
+        return self._places is not None or bool(self._core_status.queue_full)
+
     def let_in(self) -> None:
         """Counts a new request, before its message is read. Raises Refusal if the queue has no place for it."""
         if self._places is not None:

@@ -7,6 +7,7 @@ so it has few connections, watches and calls of its own, and its callers take no
 """
 
 import asyncio
+import functools
 import logging
 import signal
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from scheduler_svc.frontend.constraints.door import ConstraintDoor
 from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.entrance import Entrance
-from scheduler_svc.frontend.grpc_tuning.call_lines import CallLines
+from scheduler_svc.frontend.grpc_tuning.call_lines import CallLine
 from scheduler_svc.frontend.grpc_tuning.event_loop import patient_threads
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
 from scheduler_svc.frontend.readiness import HealthServicer, Readiness
@@ -157,7 +158,8 @@ class FrontEnd:
         bound = self._bind()
         await self._server.start()
         if self._tuning.lines:
-            CallLines(self._server, self._own_lines)
+            for name, (handler, is_quick) in self._own_lines.items():
+                CallLine(self._server, name, handler, functools.partial(is_quick, self._readiness))
         if self._probes is not None:
             await self._probes.start()
         link = asyncio.create_task(self._link.run(self._on_message, self._on_lost))
@@ -314,8 +316,8 @@ class FrontEnd:
             report = self._meter.report(self._streams.backlog_bytes)
             self._link.send(frontend_pb2.FrontendToCore(metrics=report))
 
-    def _make_server(self, max_connections: int) -> tuple[grpc.aio.Server, dict[str, Any]]:
-        """Returns the server, and the handlers of the methods that have lines of their own."""
+    def _make_server(self, max_connections: int) -> tuple[grpc.aio.Server, methods.Lines]:
+        """Returns the server, and the methods that have lines of their own."""
         settings = self._settings
         options = server_options(
             max_message_bytes=settings.max_message_bytes,

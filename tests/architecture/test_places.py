@@ -31,7 +31,7 @@ TASKS = {
     "protos/tandem_contract/needed.py needed_task": "it is the rule",
     "scheduler_svc/frontend/constraints/trials.py TrialProcess": "it is awaited",
     "scheduler_svc/frontend/control.py CoreQueries": "each caller awaits it",
-    "scheduler_svc/frontend/grpc_tuning/call_lines.py CallLines": "it ends one call; gRPC logs it",
+    "scheduler_svc/frontend/grpc_tuning/call_lines.py CallLine": "it ends one call; gRPC logs it",
     "scheduler_svc/frontend/grpc_tuning/event_loop.py run_as_task": "it ends one call",
     "scheduler_svc/frontend/rpc/calls.py Calls": "it ends one call",
     "scheduler_svc/frontend/server.py FrontEnd": "they are awaited; a model that cannot be loaded is logged",

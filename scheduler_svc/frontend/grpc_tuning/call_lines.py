@@ -1,21 +1,23 @@
-"""Takes calls from gRPC, many in one turn of the event loop.
+"""Takes the calls of a method from gRPC quickly while they are refused.
 
 grpc.aio asks gRPC for one call of a method at a time. It asks for the next one four turns of the event loop after it
 has got the last one, and gRPC's thread has to answer in between. While requests are let in and tokens are sent, a turn
 takes a millisecond, and calls that arrive faster than that wait in line, behind each other.
 
-Here gRPC is asked for NUM_ASKED calls of a method at once, and for another one in the turn that begins a call. The
-server's own loop goes on beside this. The names below are those of grpcio 1.85.1.
+Here gRPC is asked for NUM_ASKED calls of a method at once, and all that are here begin in one turn. That is for calls
+that cost little. Those that are let in fill the turns with their work, and a health check takes ten turns; so while
+calls are let in, they begin PATIENT_TURNS apart, as with grpc.aio alone. The server's own loop goes on beside this. The
+names below are those of grpcio 1.85.1.
 """
 
 import asyncio
 import functools
 import importlib
-from collections.abc import Coroutine, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-# A turn of the event loop that begins as many calls takes some milliseconds.
-NUM_ASKED = 16
+NUM_ASKED, PATIENT_TURNS = 16, 9
 
 # The coroutine that begins a call, with its parameters, and the error of a question when the server stops.
 BEGIN, END = "_handle_rpc", "_RequestCallError"
@@ -31,42 +33,68 @@ def can_ask(inside: Mapping[str, Any]) -> bool:
     return parameters == PARAMETERS and {AROUND, END} <= inside.keys() and hasattr(inside.get(SERVER), QUESTION)
 
 
-class CallLines:
-    """Takes the calls of some methods until the server stops. Make it when the server has started."""
+class CallLine:
+    """Takes the calls of a method until the server stops. Make it when the server has started."""
 
-    def __init__(self, server: Any, handlers: Mapping[str, Any]) -> None:
-        """`server`: grpc.aio's. `handlers`: by `/package.Service/Method`; all are registered with the server."""
-        self._server, self._handlers = server._server, handlers
+    def __init__(self, server: Any, name: str, handler: Any, is_quick: Callable[[], bool]) -> None:
+        """`server`: grpc.aio's, with which `/package.Service/Method` is registered, and its handler.
+
+        `is_quick`: whether a call costs little now.
+        """
+        self._server, self._name, self._handler = server._server, name, handler
+        self._is_quick = is_quick
         self._inside: Any = importlib.import_module("grpc._cython.cygrpc")
         self._loop = asyncio.get_running_loop()
+        # The calls that are here and have not begun, the oldest first.
+        self._arrived: deque[Any] = deque()
+        self._is_pausing = False
         # The event loop itself keeps only weak references.
         self._tasks: set[asyncio.Task[None]] = set()
-        for name in handlers:
-            for _ in range(NUM_ASKED):
-                self._ask(name)
+        for _ in range(NUM_ASKED):
+            self._ask()
 
-    def resolve_handler(self, details: Any) -> Any:
+    def resolve_handler(self, _: object) -> Any:
         """Returns the handler of a call. gRPC asks for it when the call begins."""
-        return self._handlers[details.method]
+        return self._handler
 
-    def _ask(self, name: str) -> None:
+    def _ask(self) -> None:
         if self._server.is_running():
-            asking = getattr(self._server, QUESTION)(name.encode())
+            asking = getattr(self._server, QUESTION)(self._name.encode())
             future = asking.send(None)
             # As a task does: the future then knows that it is waited for.
             future._asyncio_future_blocking = False
-            future.add_done_callback(functools.partial(self._begin, name, asking))
+            future.add_done_callback(functools.partial(self._take, asking))
 
-    def _begin(self, name: str, asking: Coroutine[Any, Any, Any], _: object) -> None:
+    def _take(self, asking: Coroutine[Any, Any, Any], _: object) -> None:
         try:
             asking.send(None)
         except StopIteration as answer:
-            call = answer.value
-            handling = getattr(self._inside, BEGIN)(name, self, (), call, self._loop, False)
-            task = self._loop.create_task(getattr(self._inside, AROUND)(handling, call, self._loop, name))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._arrived.append(answer.value)
+            if not self._is_pausing or self._is_quick():
+                self._begin_some()
         except getattr(self._inside, END):
             # The server stops, unless this was one call that failed.
-            pass
-        self._ask(name)
+            self._ask()
+
+    def _begin_some(self) -> None:
+        while self._arrived:
+            self._begin(self._arrived.popleft())
+            self._ask()
+            if not self._is_quick():
+                if not self._is_pausing:
+                    self._is_pausing = True
+                    self._loop.call_soon(self._pause, PATIENT_TURNS)
+                return
+
+    def _pause(self, turns: int) -> None:
+        if self._arrived and turns > 1 and not self._is_quick():
+            self._loop.call_soon(self._pause, turns - 1)
+        else:
+            self._is_pausing = False
+            self._begin_some()
+
+    def _begin(self, call: Any) -> None:
+        handling = getattr(self._inside, BEGIN)(self._name, self, (), call, self._loop, False)
+        task = self._loop.create_task(getattr(self._inside, AROUND)(handling, call, self._loop, self._name))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
