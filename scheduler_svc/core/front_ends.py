@@ -26,8 +26,8 @@ class FrontEnds(Organ):
         # Why the queue is full (empty if it is not), why no request is computed, number of workers, and when a request
         # that is refused because the queue is full may be sent again.
         self._sent_status: tuple[str, NotServing | None, int, float] = ("", None, 0, 0.0)
-        # The places that front ends were told of since the queue was full; 0 if it is, or never was.
-        self._told_places = 0
+        # The places that front ends count, 0 if they count none; and how many requests had started when they were told.
+        self._told_places = 0, 0
 
     def tick(self, now: float) -> list[Effect]:
         """Sends front ends the status, and callers the reasons why their requests wait."""
@@ -64,8 +64,7 @@ class FrontEnds(Organ):
         """Announces the core's status to every front end, if it changed.
 
         That the queue is full is sent when that begins and ends, because the numbers in it change constantly, and when
-        the estimated time in the queue has changed by RETRY_CHANGE. How many places the queue has is sent when it is no
-        longer full, and again when it has twice as many.
+        the estimated time in the queue has changed by RETRY_CHANGE.
         """
         availability = self._core.availability
         availability.look(now, is_stopping=self._core.is_stopping)
@@ -74,18 +73,28 @@ class FrontEnds(Organ):
         seconds = queue.drain.seconds(queue.num_waiting, queue.waiting_tokens, now) if queue_full else 0.0
         is_same = (bool(queue_full), not_serving, workers) == (bool(before[0]), before[1], before[2])
         is_near = before[3] <= seconds * RETRY_CHANGE and seconds <= before[3] * RETRY_CHANGE
-        places = 0 if queue_full else self._more_places(was_full=bool(before[0]))
-        if is_same and is_near and not places:
+        places = None if queue_full else self._places_to_tell(was_full=bool(before[0]))
+        if is_same and is_near and places is None:
             return []
         self._sent_status = (queue_full, not_serving, workers, seconds)
-        self._told_places = 0 if queue_full else places or self._told_places
-        statuses = [self._status(frontend, now, places) for frontend in self._frontends]
+        self._told_places = places or 0, queue.drain.num_started
+        statuses = [self._status(frontend, now, places or 0) for frontend in self._frontends]
         return [*statuses, *_crash_notes(before[1], not_serving)]
 
-    def _more_places(self, *, was_full: bool) -> int:
-        """Returns the places of a queue that is not full if front ends are to count them from now on, otherwise 0."""
-        places, told = self._config.max_waiting - self._queue.num_waiting, self._told_places
-        return places if was_full or (told and places >= 2 * told) else 0
+    def _places_to_tell(self, *, was_full: bool) -> int | None:
+        """Returns the places of a queue that is not full, for front ends to count; None if they know enough.
+
+        They count until half of the queue is free: then it is 0. They are told again when there are twice as many, and
+        when as many requests have started as there were, so that no row stays empty for a count.
+        """
+        told, num_started = self._told_places
+        places, most = self._config.max_waiting - self._queue.num_waiting, self._config.max_waiting
+        if not told and not was_full:
+            return None
+        if 2 * places >= most:
+            return 0
+        is_news = was_full or places >= 2 * told or self._queue.drain.num_started - num_started >= told
+        return places if is_news else None
 
     def _queue_full(self) -> str:
         """Returns the reason if the queue is full, otherwise an empty string.

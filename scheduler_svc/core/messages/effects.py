@@ -397,7 +397,7 @@ class CoreStatus:
     retry_seconds: float
     """In how many seconds a full queue will have emptied, as the core estimated when it sent this; 0 if not full."""
     places: int = 0
-    """How many requests the queue takes, when it is no longer full and when that has doubled since; otherwise 0."""
+    """How many requests front ends let in until they hear more, after the queue was full; 0 if they count none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -234,9 +234,11 @@ class DrainRate:
     def __init__(self) -> None:
         self._started: deque[tuple[float, int]] = deque(maxlen=_RECENT)
         self._tokens = 0
+        self.num_started = 0
 
     def record(self, now: float, tokens: int) -> None:
         """Counts a request that left the queue."""
+        self.num_started += 1
         if len(self._started) == _RECENT:
             self._tokens -= self._started[0][1]
         self._started.append((now, tokens))
