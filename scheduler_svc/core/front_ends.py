@@ -26,7 +26,7 @@ class FrontEnds(Organ):
         # Why the queue is full (empty if it is not), why no request is computed, number of workers, and when a request
         # that is refused because the queue is full may be sent again.
         self._sent_status: tuple[str, NotServing | None, int, float] = ("", None, 0, 0.0)
-        # The places that front ends count, 0 if they count none; and how many requests had started when they were told.
+        # The places that each front end counts, 0 if none; and how many requests had started when it was told.
         self._told_places = 0, 0
 
     def tick(self, now: float) -> list[Effect]:
@@ -82,17 +82,18 @@ class FrontEnds(Organ):
         return [*statuses, *_crash_notes(before[1], not_serving)]
 
     def _places_to_tell(self, *, was_full: bool) -> int | None:
-        """Returns the places of a queue that is not full, for front ends to count; None if they know enough.
+        """Returns a front end's share of the places of a queue that is not full, to count; None if they know enough.
 
         They count until half of the queue is free: then it is 0. They are told again when there are twice as many, and
         when as many requests have started as there were, so that no row stays empty for a count.
         """
         told, num_started = self._told_places
-        places, most = self._config.max_waiting - self._queue.num_waiting, self._config.max_waiting
+        free, most = self._config.max_waiting - self._queue.num_waiting, self._config.max_waiting
         if not told and not was_full:
             return None
-        if 2 * places >= most:
+        if 2 * free >= most:
             return 0
+        places = -(-free // max(1, len(self._frontends)))
         is_news = was_full or places >= 2 * told or self._queue.drain.num_started - num_started >= told
         return places if is_news else None
 

@@ -7,7 +7,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import WaitReason
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.sent_plans import load
-from tests.scheduler_svc.core.world import World, greedy
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 SHAPE = Shape(max_rows=2, max_length=64)
 
@@ -59,6 +59,22 @@ def test_front_ends_learn_how_many_places_a_queue_has_that_is_no_longer_full() -
     world.submit([0], max_new_tokens=8)
     world.run()
     assert not any(status.places for status in statuses(world))
+
+
+def test_front_ends_share_the_places() -> None:
+    world = World(Shape(max_rows=3, max_length=64), config=greedy(max_waiting=8))
+    for name in ("second", "third"):
+        world.handle(ev.FrontendJoined(frontend=name))
+    for count in (3, 8):
+        for i in range(count):
+            world.submit([i], max_new_tokens=8, ignore_eos=True)
+        world.tick()
+    assert all(status.queue_full for status in statuses(world)[-3:])
+    while not (told := statuses(world)):
+        world.step(0.01)
+    # Three rows end together, and three of the eight that waited start.
+    assert world.core.queue.num_waiting == 5
+    assert sorted((status.frontend, status.places) for status in told) == [(FRONTEND, 1), ("second", 1), ("third", 1)]
 
 
 def test_front_ends_hear_of_places_again_when_as_many_requests_have_started() -> None:
