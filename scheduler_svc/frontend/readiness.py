@@ -157,6 +157,8 @@ class Readiness:
         # The places in the queue for requests that are let in now, and until when on this clock; None: not counted.
         self._places: Places | None = None
         self._places_until = 0.0
+        # When a refused request may be sent again, as the core said when its queue was full last.
+        self._retry_seconds = status.QUEUE_FULL_RETRY_SECONDS
         self._publish()
 
     @property
@@ -169,15 +171,15 @@ class Readiness:
         self._publish()
 
     def set_core_status(self, core_status: frontend_pb2.CoreStatus) -> None:
-        before, self._core_status = self._core_status, core_status
-        self._places = None
+        self._core_status, self._places = core_status, None
+        self._retry_seconds = core_status.retry_seconds or self._retry_seconds
         if core_status.places:
             bound = Bound(
                 most=core_status.places,
                 is_shared=False,
                 thing="request",
                 state="are on their way to the queue",
-                retry_seconds=before.retry_seconds or status.QUEUE_FULL_RETRY_SECONDS,
+                retry_seconds=self._retry_seconds,
             )
             self._places, self._places_until = Places(bound), time.monotonic() + BELIEVED_SECONDS
         if not core_status.not_serving:

@@ -102,14 +102,17 @@ async def test_a_full_queue_says_when_to_try_again(s: Service) -> None:
 
 async def queue_has(s: Service, places: int) -> None:
     """Reports places in a queue that was full. Returns when the front end has stored it."""
-    before = s.front_end._readiness._core_status
+    known = s.front_end._readiness
+    before = known._core_status
     await s.core.send(core_status=frontend_pb2.CoreStatus(workers=1, places=places))
-    await until(lambda: s.front_end._readiness._core_status is not before)
+    await until(lambda: known._core_status is not before and known._core_status.places == places)
 
 
 @served((readiness, "BELIEVED_SECONDS", 1000.0))
 async def test_no_more_requests_are_let_in_than_the_queue_has_places(s: Service, reached: list[str]) -> None:
-    await queue_is(s, FULL)
+    await s.core.send(core_status=frontend_pb2.CoreStatus(queue_full=FULL, workers=1, retry_seconds=7.5))
+    # The core tells the places again while they are counted.
+    await queue_has(s, 1)
     await queue_has(s, 2)
     with raw_caller(s) as caller:
         for _ in range(2):
@@ -117,7 +120,7 @@ async def test_no_more_requests_are_let_in_than_the_queue_has_places(s: Service,
         await until(lambda: num_waiting(s) == 2)
         counted = "2 requests are on their way to the queue; the limit is 2"
         for _ in range(3):
-            await fails(s.generate(), Code.RESOURCE_EXHAUSTED, counted, retry=0.5)
+            await fails(s.generate(), Code.RESOURCE_EXHAUSTED, counted, retry=7.5)
     assert reached == []
     # Other calls take no place of the queue.
     await s.model_info()
