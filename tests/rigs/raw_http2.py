@@ -7,6 +7,7 @@ cores it measures the service.
 
 import socket
 import struct
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,8 @@ class RawConnection:
         self._socket = socket.create_connection((host, int(port)), timeout=timeout, source_address=own)
         self._last_stream = -1
         self._received = b""
+        # What `frames` has read and not yielded yet.
+        self._unread: deque[Frame] = deque()
         # What the server allows to send: on each new stream, on each stream, and on the connection (stream 0).
         self._first_window = _FIRST_WINDOW
         self._windows: dict[int, int] = {0: _FIRST_WINDOW}
@@ -135,11 +138,13 @@ class RawConnection:
         With `answering` it answers settings and pings.
         """
         while True:
+            # A caller that stops here finds the others later.
+            while self._unread:
+                yield self._unread.popleft()
             try:
-                arrived = self.arrived(answering=answering)
+                self._unread.extend(self.arrived(answering=answering))
             except ConnectionResetError:
                 return
-            yield from arrived
 
     def arrived(self, *, answering: bool = True) -> list[Frame]:
         """Reads once, waiting until there is something to read. Returns the frames that are whole.
