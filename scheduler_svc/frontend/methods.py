@@ -16,6 +16,7 @@ from tandem.v1 import control_pb2, inference_pb2
 from scheduler_svc.door.tenant import ALL_RIGHTS, Right, Rights
 from scheduler_svc.frontend.control import ControlServicer
 from scheduler_svc.frontend.entrance import Entrance
+from scheduler_svc.frontend.grpc_tuning.call_lines import Lines
 from scheduler_svc.frontend.readiness import HealthServicer, Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES, CallLog, Calls, Method, Room
@@ -72,7 +73,6 @@ QUICK: Mapping[str, Callable[[Readiness], bool]] = {
     "Generate": lambda readiness: readiness.refuses_most,
     **dict.fromkeys(("Check", "List", "Watch"), lambda _: True),
 }
-Lines = dict[str, tuple[Any, Callable[[Readiness], bool]]]
 # New requests get the event loop one per turn: each takes about a millisecond without a pause, so if many were ready in
 # one turn, the tokens of every running stream would wait for them. Those that wait hold their messages in memory.
 WAITING = Bound(most=256 << 20, thing="byte of the caller's requests", state="wait to be parsed")
@@ -89,7 +89,7 @@ def add_to_server(
 ) -> Lines:
     """Adds the three services. `calls` handles each call, `entrance` lets it in, `log` learns of completions.
 
-    Returns the methods that have lines of their own, `/package.Service/Method`, with handlers and of QUICK.
+    Returns the methods that have lines of their own.
     """
     # The other methods admit every call of up to MAX_SMALL_BYTES.
     admit: dict[str, Callable[[], int]] = {
@@ -109,7 +109,10 @@ def add_to_server(
 
     lines: Lines = {}
     for service, servicer in ((INFERENCE, inference), (CONTROL, control), (HEALTH, health)):
-        lines |= _add_service(server, calls, entrance, service, servicer, admit, let_in, sizes, log)
+        handlers = _add_service(server, calls, entrance, service, servicer, admit, let_in, sizes, log)
+        for name, handler in handlers.items():
+            is_quick = functools.partial(QUICK[name], inference.readiness)
+            lines[f"/{service.full_name}/{name}"] = handler, is_quick
     return lines
 
 
@@ -128,7 +131,8 @@ def _add_service(
     let_in: Mapping[str, Callable[[], None]],
     sizes: Callable[[], Sizes],
     log: CallLog | None = None,
-) -> Lines:
+) -> dict[str, Any]:
+    """Returns the handlers of the methods of QUICK."""
     turns = Gate(Bound(most=1), WAITING, lasts_a_turn=True)
     handlers = {
         method.name: calls.handler(
@@ -152,7 +156,7 @@ def _add_service(
     others = {name: handler for name, handler in handlers.items() if name not in own}
     cast(Any, server).add_registered_method_handlers(service.full_name, own)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, others),))
-    return {f"/{service.full_name}/{name}": (handler, QUICK[name]) for name, handler in own.items()}
+    return own
 
 
 def _scan(scan: Scan, sizes: Callable[[], Sizes], data: bytes) -> None:

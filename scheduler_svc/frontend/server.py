@@ -25,7 +25,7 @@ from scheduler_svc.frontend.constraints.door import ConstraintDoor
 from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.entrance import Entrance
-from scheduler_svc.frontend.grpc_tuning.call_lines import CallLine
+from scheduler_svc.frontend.grpc_tuning.call_lines import Lines, server_with_lines
 from scheduler_svc.frontend.grpc_tuning.event_loop import patient_threads
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
 from scheduler_svc.frontend.readiness import HealthServicer, Readiness
@@ -140,7 +140,7 @@ class FrontEnd:
         self._meter = FrontMeter() if settings.measures else None
         self._constraints = ConstraintDoor(self._meter)
         self._request_log = RequestLog(settings.log_requests, self._meter)
-        self._server, self._own_lines = self._make_server(max_connections)
+        self._server = self._make_server(max_connections)
         # Set when it shall end: with its streams, or after this many seconds.
         self._stop, self._grace_seconds = asyncio.Event(), settings.grace_seconds
         self._core_drains = False
@@ -157,9 +157,6 @@ class FrontEnd:
         """
         bound = self._bind()
         await self._server.start()
-        if self._tuning.lines:
-            for name, (handler, is_quick) in self._own_lines.items():
-                CallLine(self._server, name, handler, functools.partial(is_quick, self._readiness))
         if self._probes is not None:
             await self._probes.start()
         link = asyncio.create_task(self._link.run(self._on_message, self._on_lost))
@@ -316,16 +313,16 @@ class FrontEnd:
             report = self._meter.report(self._streams.backlog_bytes)
             self._link.send(frontend_pb2.FrontendToCore(metrics=report))
 
-    def _make_server(self, max_connections: int) -> tuple[grpc.aio.Server, methods.Lines]:
-        """Returns the server, and the methods that have lines of their own."""
+    def _make_server(self, max_connections: int) -> grpc.aio.Server:
         settings = self._settings
         options = server_options(
             max_message_bytes=settings.max_message_bytes,
             share_port=settings.share_port,
             max_connections=max_connections,
         )
+        lines: Lines = {}
         with patient_threads(is_on=self._tuning.wakeups):
-            server = grpc.aio.server(options=options)
+            server = server_with_lines(options, lines) if self._tuning.lines else grpc.aio.server(options=options)
         limit = settings.max_message_bytes
         inference = InferenceServicer(
             self._readiness,
@@ -337,8 +334,8 @@ class FrontEnd:
         )
         control = ControlServicer(self._readiness, self._queries, max_message_bytes=limit)
         log = self._request_log
-        lines = methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, log)
+        lines |= methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, log)
         if settings.reflection:
             methods.add_reflection(server, self._calls, self._entrance)
         methods.add_unknown(server, self._calls)
-        return server, lines
+        return server

@@ -6,43 +6,67 @@ takes a millisecond, and calls that arrive faster than that wait in line, behind
 
 Here gRPC is asked for NUM_ASKED calls of a method at once, and all that are here begin in one turn. That is for calls
 that cost little. Those that are let in fill the turns with their work, and a health check takes ten turns; so while
-calls are let in, they begin PATIENT_TURNS apart, as with grpc.aio alone. The server's own loop goes on beside this. The
-names below are those of grpcio 1.85.1.
+calls are let in, they begin PATIENT_TURNS apart, as with grpc.aio alone. The server itself takes no calls of a method
+that has a line. The names below are those of grpcio 1.85.1.
 """
 
 import asyncio
 import functools
 import importlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
+
+import grpc.aio
 
 NUM_ASKED, PATIENT_TURNS = 16, 9
 
 # The coroutine that begins a call, with its parameters, and the error of a question when the server stops.
 BEGIN, END = "_handle_rpc", "_RequestCallError"
 PARAMETERS = ("method_name", "method_resolver", "interceptors", "rpc_state", "loop", "concurrency_exceeded")
-# The coroutine around it, and the server's question for a call of a method.
-AROUND, SERVER, QUESTION = "_schedule_rpc_coro", "AioServer", "_request_registered_call"
+# The coroutine around it.
+AROUND = "_schedule_rpc_coro"
+# The server, its question for a call of a method, and how its own loop asks that.
+SERVER, QUESTION, OWN_QUESTION = "AioServer", "_request_registered_call", "_make_request_call_future"
 
 
 def can_ask(inside: Mapping[str, Any]) -> bool:
     """Whether gRPC's inner module, given by its names, has what is needed."""
     code = getattr(inside.get(BEGIN), "__code__", None)
     parameters = code.co_varnames[: len(PARAMETERS)] if code else ()
-    return parameters == PARAMETERS and {AROUND, END} <= inside.keys() and hasattr(inside.get(SERVER), QUESTION)
+    has_names = {AROUND, END} <= inside.keys() and {QUESTION, OWN_QUESTION} <= set(dir(inside.get(SERVER)))
+    return parameters == PARAMETERS and has_names
+
+
+# By method, `/package.Service/Method`: its handler, and whether a call costs little now.
+Lines = dict[str, tuple[Any, Callable[[], bool]]]
+
+
+def server_with_lines(options: Sequence[tuple[str, Any]], lines: Lines) -> grpc.aio.Server:
+    """Returns a server of grpc.aio with these options. A method that is in `lines` at its start has a line there."""
+    inside: Any = importlib.import_module("grpc._cython.cygrpc")
+    own = getattr(inside, SERVER)
+
+    def ask(server: Any, name: bytes | None) -> asyncio.Future[Any]:
+        if name is None or (method := name.decode()) not in lines:
+            return getattr(own, OWN_QUESTION)(server, name)
+        CallLine(server, method, *lines[method])
+        # The server's loop gets no call from it, and cancels it at the end.
+        return asyncio.get_running_loop().create_future()
+
+    setattr(inside, SERVER, type(SERVER, (own,), {OWN_QUESTION: ask}))
+    try:
+        return grpc.aio.server(options=options)
+    finally:
+        setattr(inside, SERVER, own)
 
 
 class CallLine:
-    """Takes the calls of a method until the server stops. Make it when the server has started."""
+    """Takes the calls of a method, until the server stops."""
 
     def __init__(self, server: Any, name: str, handler: Any, is_quick: Callable[[], bool]) -> None:
-        """`server`: grpc.aio's, with which `/package.Service/Method` is registered, and its handler.
-
-        `is_quick`: whether a call costs little now.
-        """
-        self._server, self._name, self._handler = server._server, name, handler
-        self._is_quick = is_quick
+        """`server`: the inner one, which has started."""
+        self._server, self._name, self._handler, self._is_quick = server, name, handler, is_quick
         self._inside: Any = importlib.import_module("grpc._cython.cygrpc")
         self._loop = asyncio.get_running_loop()
         # The calls that are here and have not begun, the oldest first.
