@@ -17,7 +17,7 @@ import pytest
 from scheduler_svc.processes import frontends
 from scheduler_svc.processes.address import ListenError
 from scheduler_svc.processes.frontends import FrontendFailed, FrontendProcesses, FrontEndSettings
-from tests.rigs.descriptors import open_descriptors
+from tests.rigs.descriptors import open_descriptors, opened_since
 from tests.rigs.processes import forking
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
@@ -229,7 +229,7 @@ def test_settings_that_fit_no_pipe_are_refused_at_once(bench: Bench) -> None:
     with pytest.raises(FrontendFailed, match=said):
         bench.of(1, response_template=Path("x" * (1 << 20))).watch(restart=True)
     # The held address.
-    assert len(open_descriptors()) == len(before) + 1
+    assert len(opened_since(before)) == 1
 
 
 def test_each_front_end_inherits_the_secret(bench: Bench, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from scheduler_svc.processes.workers import WorkerProcesses
-from tests.rigs.descriptors import open_descriptors
+from tests.rigs.descriptors import open_descriptors, opened_since
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pidfds and /proc are Linux only")
@@ -50,14 +50,14 @@ def test_a_process_that_does_not_exist_is_not_remembered(pid: int) -> None:
 
 def test_descriptors_are_closed_when_a_worker_joins_again_or_leaves(sleeper: subprocess.Popen[bytes]) -> None:
     workers = WorkerProcesses(os.getpid())
-    before = len(open_descriptors())
+    before, one = open_descriptors(), "anon_inode:[pidfd]"
     for name in ("a", "b", "a"):
         workers.joined(name, sleeper.pid)
-    assert len(open_descriptors()) == before + 2
+    assert opened_since(before) == [one, one]
     workers.keep({"b"})
-    assert len(open_descriptors()) == before + 1
+    assert opened_since(before) == [one]
     workers.kill("a")
     with pytest.raises(subprocess.TimeoutExpired):
         sleeper.wait(0.1)
     workers.keep(())
-    assert len(open_descriptors()) == before
+    assert not opened_since(before)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler_svc.frontend.grpc_tuning.sockets import MAX_HELD, Connection, Corks
-from tests.rigs.descriptors import open_descriptors
+from tests.rigs.descriptors import open_descriptors, opened_since
 from tests.scheduler_svc.frontend.grpc_tuning import test_peers
 
 
@@ -78,14 +78,14 @@ async def test_a_single_call_is_not_corked() -> None:
 async def test_the_last_call_sends_and_closes_the_duplicate() -> None:
     with connected() as (server, client, context):
         corks = Corks()
-        num_files = len(open_descriptors())
+        before = open_descriptors()
         calls = [corks.join(context) for _ in range(3)]
-        assert len(open_descriptors()) == num_files + 1
+        assert len(opened_since(before)) == 1
         calls[0].hold()
         server.send(b"a")
         for call in calls:
             corks.leave(call)
-        assert read(client) == b"a" and len(open_descriptors()) == num_files
+        assert read(client) == b"a" and not opened_since(before)
         # The turn of the message ends after the call.
         await asyncio.sleep(0)
         server.close()
