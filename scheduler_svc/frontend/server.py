@@ -7,7 +7,6 @@ so it has few connections, watches and calls of its own, and its callers take no
 """
 
 import asyncio
-import functools
 import logging
 import signal
 from collections.abc import Callable

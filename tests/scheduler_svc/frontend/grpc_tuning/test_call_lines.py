@@ -138,7 +138,9 @@ def test_each_call_gets_its_method_and_an_end(caplog: pytest.LogCaptureFixture, 
             called = {frame.stream: fields(frame.payload)["called"] for frame in frames}
             assert [called[number] for number in numbers] == names
             await server.stop()
-        lines = [one for one in gc.get_objects() if isinstance(one, CallLine) and one._loop is asyncio.get_running_loop()]
+        lines = [
+            one for one in gc.get_objects() if isinstance(one, CallLine) and one._loop is asyncio.get_running_loop()
+        ]
         assert len(lines) == len(METHODS) and not any(line._tasks or line._arrived for line in lines)
 
     with asyncio.Runner(loop_factory=CountingLoop) as runner:
