@@ -16,8 +16,8 @@ from tandem.v1 import control_pb2, inference_pb2
 from scheduler_svc.door.tenant import ALL_RIGHTS, Right, Rights
 from scheduler_svc.frontend.control import ControlServicer
 from scheduler_svc.frontend.entrance import Entrance
-from scheduler_svc.frontend.grpc_tuning.call_lines import Lines
-from scheduler_svc.frontend.readiness import HealthServicer, Readiness
+from scheduler_svc.frontend.grpc_tuning.call_lines import NUM_ASKED, Lines
+from scheduler_svc.frontend.readiness import HealthServicer
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES, CallLog, Calls, Method, Room
 from scheduler_svc.frontend.rpc.gate import Bound, Gate
@@ -67,15 +67,16 @@ ROOMS = {INFERENCE.name: Room.BULK, CONTROL.name: Room.CONTROL, HEALTH.name: Roo
 # The methods that stream a completion; each of their calls gets a line in the log.
 LOGGED = ("Generate", "Resume")
 # gRPC has a line of calls for each of these, so that a probe waits behind no others, and an operator behind no
-# requests. It costs the calls of other methods some 3 us for each. When a call costs little: always, or while most are
-# refused.
-QUICK: Mapping[str, Callable[[Readiness], bool]] = {
-    "Generate": lambda readiness: readiness.refuses_most,
-    **dict.fromkeys(("Check", "List", "Watch"), lambda _: True),
-}
-# New requests get the event loop one per turn: each takes about a millisecond without a pause, so if many were ready in
-# one turn, the tokens of every running stream would wait for them. Those that wait hold their messages in memory.
+# requests. It costs the calls of other methods some 3 us for each.
+OWN_LINES = ("Generate", "Check", "List", "Watch")
+# New requests get the event loop one in PARSE_TURNS turns: each takes about a millisecond without a pause, so if many
+# were ready in one turn, the tokens of every running stream would wait for them; and a health check takes ten turns.
+# Those that wait hold their messages in memory.
+PARSE_TURNS = 9
 WAITING = Bound(most=256 << 20, thing="byte of the caller's requests", state="wait to be parsed")
+# Calls begin all at once while most are refused, which costs little. Else one begins in each turn while fewer than this
+# wait to be parsed, where tenants take turns, so that none waits behind a burst of another.
+FEW_WAITING = 256
 
 
 def add_to_server(
@@ -91,6 +92,8 @@ def add_to_server(
 
     Returns the methods that have lines of their own.
     """
+    turns = Gate(Bound(most=1), WAITING, num_turns=PARSE_TURNS)
+
     # The other methods admit every call of up to MAX_SMALL_BYTES.
     admit: dict[str, Callable[[], int]] = {
         "Generate": inference.admit_generate,
@@ -107,12 +110,15 @@ def add_to_server(
     def sizes() -> Sizes:
         return inference.readiness.sizes
 
+    def most_requests() -> int:
+        return NUM_ASKED if inference.readiness.refuses_most else int(turns.num_waiting < FEW_WAITING)
+
     lines: Lines = {}
     for service, servicer in ((INFERENCE, inference), (CONTROL, control), (HEALTH, health)):
-        handlers = _add_service(server, calls, entrance, service, servicer, admit, let_in, sizes, log)
+        of_service = turns if service is INFERENCE else None
+        handlers = _add_service(server, calls, entrance, service, servicer, admit, let_in, sizes, of_service, log)
         for name, handler in handlers.items():
-            is_quick = functools.partial(QUICK[name], inference.readiness)
-            lines[f"/{service.full_name}/{name}"] = handler, is_quick
+            lines[f"/{service.full_name}/{name}"] = handler, most_requests if name == "Generate" else lambda: NUM_ASKED
     return lines
 
 
@@ -130,10 +136,10 @@ def _add_service(
     admit: Mapping[str, Callable[[], int]],
     let_in: Mapping[str, Callable[[], None]],
     sizes: Callable[[], Sizes],
+    turns: Gate | None = None,
     log: CallLog | None = None,
 ) -> dict[str, Any]:
-    """Returns the handlers of the methods of QUICK."""
-    turns = Gate(Bound(most=1), WAITING, lasts_a_turn=True)
+    """Returns the handlers of the methods of OWN_LINES."""
     handlers = {
         method.name: calls.handler(
             Method(
@@ -144,7 +150,7 @@ def _add_service(
                 answer=getattr(servicer, method.name),
                 serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
                 let_in=let_in.get(method.name),
-                turns=turns if service is INFERENCE else None,
+                turns=turns,
                 room=ROOMS[service.name],
                 name=method.name,
                 log=log if method.name in LOGGED else None,
@@ -152,7 +158,7 @@ def _add_service(
         )
         for method in service.methods
     }
-    own = {name: handler for name, handler in handlers.items() if name in QUICK}
+    own = {name: handler for name, handler in handlers.items() if name in OWN_LINES}
     others = {name: handler for name, handler in handlers.items() if name not in own}
     cast(Any, server).add_registered_method_handlers(service.full_name, own)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, others),))

@@ -1,25 +1,25 @@
-"""Takes the calls of a method from gRPC quickly while they are refused.
+"""Takes calls of a method from gRPC as fast as their method can begin them.
 
 grpc.aio asks gRPC for one call of a method at a time. It asks for the next one four turns of the event loop after it
 has got the last one, and gRPC's thread has to answer in between. While requests are let in and tokens are sent, a turn
 takes a millisecond, and calls that arrive faster than that wait in line, behind each other.
 
-Here gRPC is asked for NUM_ASKED calls of a method at once, and all that are here begin in one turn. That is for calls
-that cost little. Those that are let in fill the turns with their work, and a health check takes ten turns; so while
-calls are let in, they begin PATIENT_TURNS apart, as with grpc.aio alone. The server itself takes no calls of a method
-that has a line. The names below are those of grpcio 1.85.1.
+Here gRPC is asked for NUM_ASKED calls of a method at once, and the owner of the method says how many of those that are
+here begin in a turn. The server itself takes no calls of a method that has a line. The names below are those of grpcio
+1.85.1.
 """
 
 import asyncio
-import functools
 import importlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc.aio
 
-NUM_ASKED, PATIENT_TURNS = 16, 9
+from scheduler_svc.frontend.grpc_tuning.event_loop import run_here
+
+NUM_ASKED = 16
 
 # The coroutine that begins a call, with its parameters, and the error of a question when the server stops.
 BEGIN, END = "_handle_rpc", "_RequestCallError"
@@ -38,8 +38,8 @@ def can_ask(inside: Mapping[str, Any]) -> bool:
     return parameters == PARAMETERS and has_names
 
 
-# By method, `/package.Service/Method`: its handler, and whether a call costs little now.
-Lines = dict[str, tuple[Any, Callable[[], bool]]]
+# By method, `/package.Service/Method`: its handler, and the most calls that begin in this turn of the event loop.
+Lines = dict[str, tuple[Any, Callable[[], int]]]
 
 
 def server_with_lines(options: Sequence[tuple[str, Any]], lines: Lines) -> grpc.aio.Server:
@@ -64,14 +64,16 @@ def server_with_lines(options: Sequence[tuple[str, Any]], lines: Lines) -> grpc.
 class CallLine:
     """Takes the calls of a method, until the server stops."""
 
-    def __init__(self, server: Any, name: str, handler: Any, is_quick: Callable[[], bool]) -> None:
+    def __init__(self, server: Any, name: str, handler: Any, most: Callable[[], int]) -> None:
         """`server`: the inner one, which has started."""
-        self._server, self._name, self._handler, self._is_quick = server, name, handler, is_quick
+        self._server, self._name, self._handler, self._most = server, name, handler, most
         self._inside: Any = importlib.import_module("grpc._cython.cygrpc")
         self._loop = asyncio.get_running_loop()
         # The calls that are here and have not begun, the oldest first.
         self._arrived: deque[Any] = deque()
-        self._is_pausing = False
+        # How many have begun in this turn.
+        self._num_begun = 0
+        self._is_counting = False
         # The event loop itself keeps only weak references.
         self._tasks: set[asyncio.Task[None]] = set()
         for _ in range(NUM_ASKED):
@@ -83,38 +85,32 @@ class CallLine:
 
     def _ask(self) -> None:
         if self._server.is_running():
-            asking = getattr(self._server, QUESTION)(self._name.encode())
-            future = asking.send(None)
-            # As a task does: the future then knows that it is waited for.
-            future._asyncio_future_blocking = False
-            future.add_done_callback(functools.partial(self._take, asking))
+            run_here(self._wait(), self._take)
 
-    def _take(self, asking: Coroutine[Any, Any, Any], _: object) -> None:
-        try:
-            asking.send(None)
-        except StopIteration as answer:
-            self._arrived.append(answer.value)
-            if not self._is_pausing or self._is_quick():
-                self._begin_some()
-        except getattr(self._inside, END):
+    async def _wait(self) -> None:
+        self._arrived.append(await getattr(self._server, QUESTION)(self._name.encode()))
+
+    def _take(self, error: BaseException | None) -> None:
+        if error is None:
+            self._begin_some()
+        elif isinstance(error, getattr(self._inside, END)):
             # The server stops, unless this was one call that failed.
             self._ask()
+        else:
+            raise error
 
     def _begin_some(self) -> None:
-        while self._arrived:
+        while self._arrived and self._num_begun < self._most():
+            self._num_begun += 1
             self._begin(self._arrived.popleft())
             self._ask()
-            if not self._is_quick():
-                if not self._is_pausing:
-                    self._is_pausing = True
-                    self._loop.call_soon(self._pause, PATIENT_TURNS)
-                return
+        if not self._is_counting:
+            self._is_counting = True
+            self._loop.call_soon(self._begin_turn)
 
-    def _pause(self, turns: int) -> None:
-        if self._arrived and turns > 1 and not self._is_quick():
-            self._loop.call_soon(self._pause, turns - 1)
-        else:
-            self._is_pausing = False
+    def _begin_turn(self) -> None:
+        self._num_begun, self._is_counting = 0, False
+        if self._arrived:
             self._begin_some()
 
     def _begin(self, call: Any) -> None:

@@ -21,7 +21,7 @@ its caller does not send. Callers without a tenant, because their proof is wrong
 |---|---|---|---|
 | calls without their message, unread answers | a call | tenant, connection | refused |
 | messages that are read (`calls.Reading`) | a call | tenant, connection | waits for seconds, the newest call first |
-| requests that are parsed (`methods`) | a turn of the event loop | tenant | waits; bounded by bytes |
+| requests that are parsed (`methods`) | some turns of the event loop | tenant | waits; bounded by bytes |
 | long texts (`text/tokenizer`) | a thread, by its CPU time | tenant | waits |
 | trials of grammars (`constraints/trials`) | the process, by its time | tenant | waits |
 | ListRequests (`control`) | a query to the core | tenant | waits |
@@ -143,15 +143,16 @@ class Gate:
         waiting: Bound | None = None,
         *,
         newest_first: bool = False,
-        lasts_a_turn: bool = False,
+        num_turns: int = 0,
     ) -> None:
         """Without a bound nothing is bounded. Of one key the oldest call goes first, or with `newest_first` the newest.
 
-        `lasts_a_turn`: a place is free again in the next turn of the event loop, and `leave` is never called.
+        `num_turns`: a place is free again after so many turns of the event loop, or in the next one if no call waits,
+        and `leave` is never called.
         """
         inside = inside or Bound()
         self.inside, self.waiting = Places(inside), Places(waiting or Bound())
-        self._newest_first, self._lasts_a_turn = newest_first, lasts_a_turn
+        self._newest_first, self._num_turns = newest_first, num_turns
         # The calls that wait, in order of arrival, with what they count for; the next key comes first.
         self._queues: dict[str, OrderedDict[asyncio.Future[None], int]] = {}
         # What each key has used, counted from the time that all had used the same; and where the last one to get in
@@ -189,6 +190,10 @@ class Gate:
             except (asyncio.CancelledError, status.Refusal):
                 self._give_up(key, turn)
                 raise
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self._queues.values()))
 
     def leave(self, key: str, used: float = 0.0) -> None:
         """Gives a place back. `used`: what the time inside has cost."""
@@ -252,8 +257,14 @@ class Gate:
     def _let_in(self, key: str) -> None:
         self.inside.add(key, 1)
         self._least = max(self._least, self.used.get(key, 0.0))
-        if self._lasts_a_turn:
-            asyncio.get_running_loop().call_soon(self.leave, key)
+        if self._num_turns:
+            asyncio.get_running_loop().call_soon(self._pass, key, self._num_turns)
+
+    def _pass(self, key: str, turns: int) -> None:
+        if turns > 1 and self._queues:
+            asyncio.get_running_loop().call_soon(self._pass, key, turns - 1)
+        else:
+            self.leave(key)
 
     def _give_up(self, key: str, turn: "asyncio.Future[None]") -> None:
         """The caller left, its time was over, or the gate was closed."""
@@ -262,7 +273,7 @@ class Gate:
             self.waiting.add(key, -queue.pop(turn))
             if not queue:
                 del self._queues[key]
-        elif not turn.cancelled() and turn.exception() is None and not self._lasts_a_turn:
+        elif not turn.cancelled() and turn.exception() is None and not self._num_turns:
             # It got its place in this turn of the event loop.
             self.leave(key)
 

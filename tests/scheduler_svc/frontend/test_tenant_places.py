@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from tandem.internal.v1 import frontend_pb2
 
+from scheduler_svc.frontend import methods
 from scheduler_svc.frontend.rpc.calls import CallLimits, Room
+from scheduler_svc.frontend.rpc.gate import Gate
 from scheduler_svc.frontend.streaming import stream_table
 from scheduler_svc.frontend.streaming.stream import StreamLimits
 from tests.scheduler_svc.frontend.failures import Code, fails, failure
@@ -48,6 +50,53 @@ async def test_calls_without_a_message_of_one_tenant_leave_places_to_the_other(s
     await fails(generate(s, GREEDY), Code.RESOURCE_EXHAUSTED, full, retry=0.5)
     await stream(s, POLITE)
     stalled.close()
+
+
+class HeldGate(Gate):
+    """Lets requests be parsed when the test says so."""
+
+    newest: Gate
+
+    def __init__(self, *bounds: Any, **more: Any) -> None:
+        super().__init__(*bounds, **more)
+        HeldGate.newest = self
+
+
+@served((methods, "PARSE_TURNS", 0), (methods, "Gate", HeldGate), needs_tokens=True, tenants=BOTH)
+async def test_a_burst_of_requests_of_one_tenant_waits_beside_the_other(s: Service) -> None:
+    burst = [generate(s, GREEDY) for _ in range(20)]
+    parsed = HeldGate.newest
+    await until(lambda: parsed.num_waiting == 19)
+    burst.append(generate(s, POLITE))
+    await until(lambda: parsed.num_waiting == 20)
+    order = [(await s.core.admit()).tenant]
+    for _ in range(3):
+        parsed.leave(order[-1])
+        order.append((await s.core.admit()).tenant)
+    assert order == [GREEDY, GREEDY, POLITE, GREEDY]
+
+
+@pytest.mark.parametrize("full", ["", "the queue is full"])
+@served((methods, "PARSE_TURNS", 0), (methods, "FEW_WAITING", 1), (methods, "Gate", HeldGate))
+async def test_requests_stay_with_grpc_while_others_wait_to_be_parsed(s: Service, full: str) -> None:
+    """A full queue refuses them all the same."""
+    calls = [s.generate() for _ in range(2)]
+    parsed = HeldGate.newest
+    await until(lambda: parsed.num_waiting == 1)
+    late = s.generate()
+    await s.model_info()
+    assert parsed.num_waiting == 1
+    if full:
+        await s.core.send(core_status=frontend_pb2.CoreStatus(queue_full=full, workers=1))
+        await fails(late, Code.RESOURCE_EXHAUSTED, full)
+    else:
+        await s.core.admit()
+        parsed.leave("")
+        await s.core.admit()
+        parsed.leave("")
+        await s.core.admit()
+    for call in calls:
+        call.cancel()
 
 
 @served(needs_tokens=True, stream_limits=StreamLimits(max_streams=8), tenants=BOTH)

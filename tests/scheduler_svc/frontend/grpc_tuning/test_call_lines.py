@@ -16,7 +16,7 @@ import grpc.aio
 import pytest
 
 from scheduler_svc.frontend.grpc_tuning import ends
-from scheduler_svc.frontend.grpc_tuning.call_lines import NUM_ASKED, PATIENT_TURNS, CallLine, Lines, server_with_lines
+from scheduler_svc.frontend.grpc_tuning.call_lines import NUM_ASKED, CallLine, Lines, server_with_lines
 from scheduler_svc.frontend.grpc_tuning.event_loop import QUEUE, FrontEndLoop
 from scheduler_svc.frontend.grpc_tuning.sockets import network_of
 from tests.rigs.raw_http2 import HEADERS, RawConnection, fields
@@ -54,10 +54,10 @@ class CountingLoop(FrontEndLoop):
 class Server:
     """Notes the method of each call, and the turn of the event loop in which it begins."""
 
-    def __init__(self, is_quick: Callable[[list[Any]], bool] | None) -> None:
-        """`is_quick`: whether calls are taken quickly, by those that have begun; None: there are no lines."""
+    def __init__(self, most: Callable[[int, int], int] | None) -> None:
+        """`most`: how many begin in a turn, by the turn's number and how many have begun; None: there are no lines."""
         self.begun: list[tuple[str, int]] = []
-        self._is_quick = is_quick
+        self._most = most
 
     async def start(self) -> RawConnection:
         lines: Lines = {}
@@ -65,8 +65,11 @@ class Server:
         handlers = {name: self._handler(name) for name in METHODS}
         cast(Any, self._server).add_registered_method_handlers(SERVICE, handlers)
         port = self._server.add_insecure_port("127.0.0.1:0")
-        if (is_quick := self._is_quick) is not None:
-            lines |= {path(name): (handler, lambda: is_quick(self.begun)) for name, handler in handlers.items()}
+        if (most := self._most) is not None:
+            loop = cast(CountingLoop, asyncio.get_running_loop())
+            lines |= {
+                path(name): (one, lambda: most(loop.num_turns, len(self.begun))) for name, one in handlers.items()
+            }
         await self._server.start()
         return RawConnection(f"127.0.0.1:{port}")
 
@@ -90,19 +93,22 @@ def path(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("is_quick", "most", "least"),
+    ("most", "longest", "shortest"),
     [
-        pytest.param(lambda begun: True, 3, 1, id="quick"),
-        pytest.param(lambda begun: False, NUM_ASKED * PATIENT_TURNS, (NUM_ASKED - 1) * PATIENT_TURNS, id="patient"),
-        pytest.param(lambda begun: len(begun) >= 2, 3 * PATIENT_TURNS, PATIENT_TURNS // 2, id="quick after two"),
+        pytest.param(lambda turn, begun: NUM_ASKED, 3, 1, id="all"),
+        pytest.param(lambda turn, begun: 1, NUM_ASKED, NUM_ASKED, id="one in each turn"),
+        pytest.param(
+            lambda turn, begun: int(turn % 3 == 0), 3 * NUM_ASKED - 2, 3 * NUM_ASKED - 2, id="one in the third turn"
+        ),
+        pytest.param(lambda turn, begun: 1 if begun < 2 else NUM_ASKED, 6, 3, id="all after two"),
         pytest.param(None, sys.maxsize, 3 * NUM_ASKED, id="no lines"),
     ],
 )
 def test_calls_that_arrived_together_begin_within_these_turns(
-    is_quick: Callable[[list[Any]], bool] | None, most: int, least: int
+    most: Callable[[int, int], int] | None, longest: int, shortest: int
 ) -> None:
     async def test() -> list[int]:
-        server, spans = Server(is_quick), list[int]()
+        server, spans = Server(most), list[int]()
         with closing(await server.start()) as caller:
             # gRPC is asked again for each call that has begun.
             for _ in range(3):
@@ -110,7 +116,7 @@ def test_calls_that_arrived_together_begin_within_these_turns(
                 for _ in range(NUM_ASKED):
                     caller.call(path("Often"), b"")
                 until(lambda: sum(ends._open_calls(HOST).values()) >= NUM_ASKED)
-                cast(CountingLoop, asyncio.get_running_loop()).wait_finished(NUM_ASKED if is_quick else 0)
+                cast(CountingLoop, asyncio.get_running_loop()).wait_finished(NUM_ASKED if most else 0)
                 await asyncio.to_thread(caller.wait_ends, NUM_ASKED)
                 # No operation of these calls is left, which would be counted for one of the next.
                 while any(is_of_call(task) for task in asyncio.all_tasks()):
@@ -122,15 +128,15 @@ def test_calls_that_arrived_together_begin_within_these_turns(
 
     with asyncio.Runner(loop_factory=CountingLoop) as runner:
         spans = runner.run(test())
-    assert all(least <= span <= most for span in spans), spans
+    assert all(shortest <= span <= longest for span in spans), spans
 
 
-@pytest.mark.parametrize("is_quick", [True, False])
-def test_each_call_gets_its_method_and_an_end(caplog: pytest.LogCaptureFixture, is_quick: bool) -> None:
+@pytest.mark.parametrize("most", [1, NUM_ASKED])
+def test_each_call_gets_its_method_and_an_end(caplog: pytest.LogCaptureFixture, most: int) -> None:
     names = [METHODS[idx % 5 == 4] for idx in range(4 * NUM_ASKED)]
 
     async def test() -> None:
-        server = Server(lambda _: is_quick)
+        server = Server(lambda turn, begun: most)
         with closing(await server.start()) as caller:
             numbers = [caller.call(path(name), b"") for name in names]
             frames = await asyncio.to_thread(caller.wait_ends, len(names))

@@ -282,8 +282,8 @@ async def test_a_gate_that_is_closed_for_a_key_or_for_a_time_lets_others_in(monk
 class Requests:
     """Tasks that wait for their turn and note that they passed, each of the tenant at its place in `tenants`."""
 
-    def __init__(self, tenants: Sequence[str]) -> None:
-        self.turns = Gate(Bound(most=1), methods.WAITING, lasts_a_turn=True)
+    def __init__(self, tenants: Sequence[str], num_turns: int = methods.PARSE_TURNS) -> None:
+        self.turns = Gate(Bound(most=1), methods.WAITING, num_turns=num_turns)
         self.passed: list[int] = []
         self.tasks = [asyncio.create_task(self._run(number, tenant)) for number, tenant in enumerate(tenants)]
 
@@ -292,15 +292,22 @@ class Requests:
         self.passed.append(number)
 
 
-async def test_a_place_that_lasts_a_turn_is_free_in_the_next_one() -> None:
+@pytest.mark.parametrize("num_turns", [1, 2, methods.PARSE_TURNS])
+async def test_a_place_is_free_after_these_turns(num_turns: int) -> None:
     """New requests pass one by one, so that other work of the event loop runs between them."""
-    requests, num_passed = Requests("aaaaaabbc"), [0]
-    while num_passed[-1] < 9:
+    requests, passed_in = Requests("aaaaaabbc", num_turns), list[int]()
+    for turn in itertools.count():
+        if len(requests.passed) == 9:
+            break
         await asyncio.sleep(0)
-        num_passed.append(len(requests.passed))
-    # The first passes at once; then tenants take turns.
+        passed_in += [turn] * (len(requests.passed) - len(passed_in))
+        assert requests.turns.num_waiting >= 9 - len(requests.passed) - 1
+    # The first passes at once; then tenants take turns. The turn of a task is the one after that of its future.
     assert requests.passed == [0, 1, 6, 8, 2, 7, 3, 4, 5]
-    assert all(after - before <= 1 for before, after in itertools.pairwise(num_passed))
+    assert {after - before for before, after in itertools.pairwise(passed_in[1:])} == {num_turns}
+    # It lasts one turn when no call waits.
+    await asyncio.sleep(0)
+    assert requests.turns.ask("a") is None and requests.turns.ask("a") is not None
 
 
 async def test_a_cancelled_task_gives_up_its_turn() -> None:
