@@ -6,13 +6,15 @@ Health is that value. A request is refused without a model or the core, while th
 began; otherwise it may wait for a worker. A full queue refuses requests too but leaves health as it is.
 
 When the queue is no longer full, the core says how many requests it takes. As many are let in; those beyond are refused
-at once, and not when the core has heard of the first ones, because calls arrive faster than requests are read. A front
-end does not see which of them the core gets, nor when a place becomes free, so it believes the number for a tenth of a
-second, or until the core says something else.
+at once, and not when the core has heard of the first ones, because calls arrive faster than requests are read. Those
+that are on their way when the core says a number again count too: the core does not know of them. A front end does not
+see when a place becomes free, so it believes the number for a tenth of a second and while a request is on its way, or
+until the core says something else.
 
 All services of a front end have the same health. An unknown service name is answered and not stored.
 """
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Any, cast
@@ -154,6 +156,8 @@ class Readiness:
         """Unix time [s] since when that is so, for any reason."""
         # Closed while no new request is admitted, or none of a tenant. It bounds nothing.
         self.requests = Gate()
+        self.on_their_way: set[object] = set()
+        """The tasks of the new requests that were let in and that the core has not answered."""
         # The places in the queue for requests that are let in now, and until when on this clock; None: not counted.
         self._places: Places | None = None
         self._places_until = 0.0
@@ -182,6 +186,8 @@ class Readiness:
                 retry_seconds=self._retry_seconds,
             )
             self._places, self._places_until = Places(bound), time.monotonic() + BELIEVED_SECONDS
+            # The core does not know of them yet.
+            self._places.add("", len(self.on_their_way))
         if not core_status.not_serving:
             self._why_no_model = LOADING_MODEL
         self._publish()
@@ -220,10 +226,13 @@ class Readiness:
     def let_in(self) -> None:
         """Counts a new request, before its message is read. Raises Refusal if the queue has no place for it."""
         if self._places is not None:
-            if time.monotonic() < self._places_until:
+            if self.on_their_way or time.monotonic() < self._places_until:
                 self._places.take("")
             else:
                 self._places = None
+        if (task := asyncio.current_task()) is not None:
+            self.on_their_way.add(task)
+            task.add_done_callback(self.on_their_way.discard)
 
     def _of_core(self) -> NotServing | None:
         """What the core says; None if it computes."""

@@ -133,6 +133,7 @@ class FrontEnd:
             stream_limits or StreamLimits(max_streams=settings.max_streams),
             self._calls.unread,
             self._readiness.requests,
+            self._readiness.on_their_way,
             is_shared=settings.needs_tokens,
         )
         self._queries = CoreQueries(self._link.send)

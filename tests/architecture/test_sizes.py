@@ -12,7 +12,7 @@ MAX_MODULES = 25
 MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 # Lines of a program's text in all languages. A number is raised by hand, in the commit that says what the lines buy.
-LINES = {"client": 13_020, "gpu_worker": 22_960, "protos": 5_800, "scheduler_svc": 34_510}
+LINES = {"client": 13_020, "gpu_worker": 22_960, "protos": 5_800, "scheduler_svc": 34_530}
 # What is text of a program: its code, its messages, its templates and what it reads. A tokenizer is data.
 SUFFIXES = {".py", ".cpp", ".h", ".proto", ".json", ".jinja"}
 DATA = {"tokenizer.json"}

@@ -88,13 +88,14 @@ class StreamTable:
         limits: StreamLimits,
         unread: Places,
         requests: Gate,
+        on_their_way: set[object],
         *,
         is_shared: bool = False,
     ) -> None:
         """`is_shared`: whether several tenants call."""
         self._send = send
         self._limits = limits
-        self._requests = requests
+        self._requests, self._on_their_way = requests, on_their_way
         self._detached = Detached(send)
         # In order of arrival.
         self._open: dict[RequestStream, None] = {}
@@ -222,11 +223,13 @@ class StreamTable:
     def admitted(self, message: frontend_pb2.Admitted) -> None:
         if sample := self._samples.get(message.stream):
             sample.stream.requests_ahead = message.requests_ahead
+            self._on_their_way.discard(sample.stream.task)
             sample.stream.wake()
 
     def rejected(self, message: frontend_pb2.Rejected) -> None:
         if sample := self._samples.get(message.stream):
             sample.stream.rejected = message
+            self._on_their_way.discard(sample.stream.task)
             if message.tenant_is_full and message.code == frontend_pb2.REJECT_CODE_QUEUE_FULL:
                 refusal = status.from_rejected(message, "")
                 self._requests.close(refusal, sample.stream.caller.tenant, BELIEVED_SECONDS)

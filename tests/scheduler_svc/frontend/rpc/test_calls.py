@@ -121,17 +121,38 @@ async def test_no_more_requests_are_let_in_than_the_queue_has_places(s: Service,
         counted = "2 requests are on their way to the queue; the limit is 2"
         for _ in range(3):
             await fails(s.generate(), Code.RESOURCE_EXHAUSTED, counted, retry=7.5)
-    assert reached == []
-    # Other calls take no place of the queue.
-    await s.model_info()
-    # Those that were let in are not refused by their own number.
-    await queue_has(s, 2)
-    for _ in range(2):
-        await s.start_stream()
-    await fails(s.generate(), Code.RESOURCE_EXHAUSTED, counted)
+        assert reached == []
+        # Other calls take no place of the queue.
+        await s.model_info()
+        # The core does not know of those that have not reached it.
+        await queue_has(s, 4)
+        for _ in range(2):
+            await s.start_stream()
+        await fails(s.generate(), Code.RESOURCE_EXHAUSTED, counted.replace("2", "4"))
     # The core is asked again once it has said something else.
     await queue_is(s, FULL)
     await queue_is(s, "")
+    await s.start_stream()
+
+
+@pytest.mark.parametrize("is_admitted", [True, False])
+@served((readiness, "BELIEVED_SECONDS", 0.0))
+async def test_a_request_that_the_core_has_not_answered_counts_when_places_are_told(
+    s: Service, is_admitted: bool
+) -> None:
+    """For as long as it takes."""
+    calls = [s.generate(), s.generate()]
+    submits = [await s.core.expect("submit") for _ in calls]
+    await queue_has(s, 3)
+    calls.append(s.generate())
+    submits.append(await s.core.expect("submit"))
+    await fails(s.generate(), Code.RESOURCE_EXHAUSTED, "3 requests are on their way to the queue; the limit is 3")
+    for submit in submits:
+        if is_admitted:
+            await s.core.send(admitted=frontend_pb2.Admitted(stream=submit.stream))
+        else:
+            await s.core.reject(submit.stream, "QUEUE_FULL")
+    await queue_has(s, 1)
     await s.start_stream()
 
 

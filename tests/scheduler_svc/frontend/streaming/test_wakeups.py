@@ -21,7 +21,7 @@ class Table:
 
     def __init__(self, num_streams: int, **limits: Any) -> None:
         self.sent: list[frontend_pb2.FrontendToCore] = []
-        self.table = StreamTable(self._send, StreamLimits(**limits), Places(Bound()), Gate())
+        self.table = StreamTable(self._send, StreamLimits(**limits), Places(Bound()), Gate(), set())
         self.arrived: dict[tuple[int, int], float] = {}
         # Per stream: time and tokens of each take.
         self.taken: dict[int, list[tuple[float, list[int]]]] = {}
