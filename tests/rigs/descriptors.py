@@ -25,6 +25,11 @@ def open_descriptors() -> set[Descriptor]:
     return found
 
 
+def memory_closed_since(before: set[Descriptor]) -> list[str]:
+    """Returns which memory without a file has been closed since, sorted. No library of the tests has such memory."""
+    return sorted(target for _, target in before - open_descriptors() if target.startswith("/memfd:"))
+
+
 def opened_since(before: set[Descriptor]) -> list[str]:
     """Returns what has been opened since and is still open, sorted."""
     return sorted(target for _, target in open_descriptors() - before)

@@ -18,7 +18,7 @@ from tests.gpu_worker.plans import Moves, TinyCore
 from tests.gpu_worker.rig import Rig
 from tests.gpu_worker.shared_pool.machines import PAGE, PROMPT, Card, assert_undisturbed, order_of, served, taking
 from tests.gpu_worker.shared_pool.test_take_over import assert_serves
-from tests.rigs.descriptors import open_descriptors, opened_since
+from tests.rigs.descriptors import memory_closed_since, open_descriptors, opened_since
 
 
 def pool_of(rig: Rig) -> DevicePool:
@@ -140,7 +140,7 @@ def test_memory_that_cannot_be_mapped_leaves_the_own_pool(card: Card, name: str)
     assert outcome.status == pb.STEP_STATUS_OUT_OF_SYNC
     assert outcome.detail.startswith(f"the pool of a dead worker cannot be mapped: {name} failed with"), outcome.detail
     assert (outcome.pool_id, pool_of(second)._region.mapped) == (own, mapped)
-    assert not opened_since(before)
+    assert not opened_since(before) and not memory_closed_since(before)
     # It serves with a pool of its own.
     card.libraries[1].fails.clear()
     assert_serves(second, core)
@@ -158,7 +158,7 @@ def test_no_handle_and_no_descriptor_is_left(card: Card) -> None:
     _, outcome = taking(second, core, 3, order_of(first))
     assert outcome.status == pb.STEP_STATUS_OK and not card.libraries[1].handles
     # The second worker's own header is gone.
-    assert [target for _, target in before - open_descriptors() if "memfd:" in target] == ["/memfd:test (deleted)"]
+    assert memory_closed_since(before) == ["/memfd:test (deleted)"]
     assert not opened_since(before)
     assert card.fake.used() == sum(pool_of(second)._region.mapped.values())
     pool_of(second)._region.clear()
